@@ -115,7 +115,8 @@ class EpochRows:
                 self._begin(row, now)
         while ready := [row for row in waiting if not row.opening and row.number not in ledger]:
             row = self._first(ready)
-            if pressed or not self._reserve(row):
+            no_room = pressed or self._planner.prefixes.waits_for(row)
+            if no_room or not ledger.reserve_all(row.group, row.reserved, self.waiting):
                 if not self._make_way(ready, giving_way, now) or pressed:
                     return True
                 continue
@@ -142,12 +143,6 @@ class EpochRows:
                 self.opened[row.number] = row
         self.opened = dict(sorted(self.opened.items()))
         return not giving_way
-
-    def _reserve(self, row: Row) -> bool:
-        """Whether a row and its copies get their memory now."""
-        if self._planner.prefixes.waits_for(row):
-            return False
-        return self._planner.ledger.reserve_all(row.group, row.reserved, self.waiting)
 
     def _begin(self, row: Row, now: float) -> None:
         """Puts a row that has its memory in line, once it has nothing to wait for."""

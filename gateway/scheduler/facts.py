@@ -258,10 +258,8 @@ class RingFacts:
         values; 0 for none."""
         if self.prefixes != control.PREFIX_SUPPORT_EXACT:
             return 0
-        marks, tokens = (
-            sum(one.mark_bytes for one in self.members),
-            sum(one.kv_bytes_per_token for one in self.members),
-        )
+        marks = sum(one.mark_bytes for one in self.members)
+        tokens = sum(one.kv_bytes_per_token for one in self.members)
         return max(MARK_EVERY, marks // tokens) if tokens else MAX_CONTEXT
 
     @property

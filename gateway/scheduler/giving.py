@@ -61,7 +61,9 @@ class GivingWay:
         """The newest of these requests of which `most` rows together leave room for a row and its copies;
         none where they do not. The last of them may have more rows, which are soon computed again."""
         found, taken, fits = list[Sequence[Row]](), list[tuple[int, int, int]](), False
-        for rows in sorted(filter(_may, requests), key=_newest_first):
+        for rows in sorted(
+            filter(_may, requests), key=lambda rows: (any(row.begun for row in rows), -rows[0].number)
+        ):
             held = self._held(rows)[: max(0, most - len(taken))]
             if fits or not held:
                 continue
@@ -84,7 +86,3 @@ def _may(rows: Sequence[Row]) -> bool:
     if any(row.begun for row in rows):
         return rows[0].request.progress.new_tokens >= LEAST * rows[0].request.choices
     return not any(row.recalling for row in rows)
-
-
-def _newest_first(rows: Sequence[Row]) -> tuple[bool, int]:
-    return any(row.begun for row in rows), -rows[0].number

@@ -224,14 +224,11 @@ class StepPlanner:
         memory that those which have ended would free."""
         while step := self._next_prefill(waiting) or self._next_decode(waiting, pressed):
             yield step
-        if self._makes_room() or (not self.under_way and self.board.evicts):
+        # members read blocks into the place of what is dropped before; an epoch's first step always drops
+        due, board = self.recalls.due, self.board
+        drops = due and (board.changes or not self.prefixes.has_room() or not board.last_step)
+        if drops or (not self.under_way and board.evicts):
             yield self._announce(self._step([]))
-
-    def _makes_room(self) -> bool:
-        """Whether a step is to drop something before members read blocks into its place. An epoch's first one
-        drops what earlier epochs left."""
-        board = self.board
-        return self.recalls.due and (board.changes or not self.prefixes.has_room() or not board.last_step)
 
     def _next_prefill(self, waiting: int) -> control.Step | None:
         tokens = self._chunk_tokens(waiting) if len(self._line) else 0

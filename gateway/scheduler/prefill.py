@@ -4,13 +4,14 @@ A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothin
 and it takes hardly longer. None ends inside an image. Keys take turns, a chunk each. The steps of a key
 alternate between its oldest prompt and its prompt with the fewest tokens left: short prompts do not wait
 behind long ones, and long ones get at least half of the steps. Its first chunks go in the order in which its
-rows came. A pause is nobody's turn but the shortest prompt's. A prompt that began by a plan has none.
+rows came. A row waits while another row computes its beginning; a key of which all rows wait lends its turns.
+A pause is nobody's turn but the shortest prompt's. A prompt that began by a plan has none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sealring.gateway.scheduler.budget import MOST
 from sealring.gateway.scheduler.queue import Turns
@@ -112,14 +113,22 @@ class PrefillLine:
         return row.prompt_tokens - self._done(row)
 
     def _pausing(self) -> list[Row]:
-        return [row for row in self._rows.values() if row.number not in self._planned]
+        return [row for row in self._ready(self._rows.values()) if row.number not in self._planned]
 
     def _next(self) -> Row:
         rows = self._turns.next(self._rows.values())
-        if self._turns.taken(rows[0].request.key) % 2 == 0:
-            return rows[0]
-        shortest = min(rows, key=self._remaining)
-        return shortest if shortest.begun else next(row for row in rows if not row.begun)
+        oldest = self._turns.taken(rows[0].request.key) % 2 == 0
+        if not (ready := self._ready(rows)):
+            return rows[0].awaits or rows[0]
+        if oldest:
+            return ready[0]
+        shortest = min(ready, key=self._remaining)
+        return shortest if shortest.begun else next(row for row in ready if not row.begun)
+
+    @staticmethod
+    def _ready(rows: Iterable[Row]) -> list[Row]:
+        """Those that await no other row's beginning."""
+        return [row for row in rows if row.begun or row.awaits is None]
 
     def _length(self, row: Row, start: int, tokens: int) -> int:
         """Length of the row's next chunk, from `start` on; it ends at the prompt's end or the next cut,

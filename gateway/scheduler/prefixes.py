@@ -11,6 +11,7 @@ that it continues, and can be reused at their marks. If there is no room for a c
 **One conversation is held once.** A row that continues a prefix has its tokens, too. While the row waits for
 its first chunk, the prefix is in the memory that is reserved for the row. If there is no more, the row takes
 it with its first chunk, and what it has computed is kept with the step that evicts it, in its own place.
+A row in line waits for tokens that another row computes, and that row is kept where their prompts part.
 
 **What goes** when rows need the room: first a prefix that a row or another prefix continues, then marks, then
 a prefix that no later prompt has continued, then the least recently used. Last is what rows that wait would
@@ -21,6 +22,7 @@ of what is kept.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +42,6 @@ MAX_SEEN = 1 << 16
 LEAST_STORED, STORED_PART = 1024, 16
 """Windows and states are written whole, up to some hundred MB each time. They are if this many tokens more,
 and this part of those before, are stored then: at most that is computed again after a restart."""
-
 
 LEAST_IDLE = 256
 """Tokens that an idle ring prefills at least: fewer take no time that a user would notice."""
@@ -108,6 +109,7 @@ class PrefixCache:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[int, Names] = {}  # rows whose answers are kept when they leave
         self._marked: dict[int, Row] = {}  # rows that have marks, in the order in which they got some
+        self._coming: dict[bytes, Row] = {}  # names that rows which have begun will reach
         self._last = 0
         if self._any or self._exact:
             self._adopt(earlier)
@@ -180,14 +182,32 @@ class PrefixCache:
         if kept is not None and kept.tokens <= row.reserved:
             self._expected.setdefault(row.prefix, {})[row.number] = row.reused
         usable = _lasting(row)
+        row.awaits = self._awaited(row, usable)
         if self._exact and usable:
             common = next((length for length, name in reversed(usable) if name in self._seen), 0)
             cuts = {usable[-1][0], *self._between(row.reused, usable)}
             cuts.update(self._to_store(row, dict(usable), common, usable[-1][0]))
             if common > row.reused + OPENING:  # fewer tokens are soon computed again
                 cuts.add(common)
-            row.common = common
+            row.shared = (common,)
             row.cuts = tuple(sorted(cut for cut in cuts if cut > row.reused))
+
+    def _awaited(self, row: Row, usable: Names) -> Row | None:
+        """The row that computes more of this prompt than is kept. It is then kept up to there."""
+        for length, name in reversed(usable):
+            if length <= row.reused + OPENING:
+                break
+            other = self._coming.get(name)
+            if other is not None and self._board.held(other.number) < length:
+                other.shared = (*other.shared, length)
+                other.cuts = tuple(sorted({*other.cuts, length}))
+                row.request.progress.deadline = math.inf  # its beginning is computed
+                return other
+        return None
+
+    def _arrived(self, row: Row) -> None:
+        """The row computes nothing more of its prompt."""
+        self._coming = {name: other for name, other in self._coming.items() if other is not row}
 
     def _between(self, start: int, usable: Names) -> Iterator[int]:
         """Lengths at which a long prompt is marked on the way."""
@@ -218,18 +238,22 @@ class PrefixCache:
         """A chunk of the row is announced."""
         end = self._board.held(row.number)
         if end in row.cuts:
-            (pair,) = (pair for pair in row.names if pair[0] == end)
-            if end in (row.common, row.cuts[-1]):
-                self._keep(row, (pair,))
+            names = tuple(pair for pair in row.names if pair[0] <= end)
+            if end in (*row.shared, row.cuts[-1]):
+                self._keep(row, names if self._any else names[-1:])
             else:
-                self._mark(row, pair)
+                self._mark(row, names[-1])
         elif self._any and end == row.prompt_tokens:
             self._keep(row, row.names)
+        if end == row.prompt_tokens:
+            self._arrived(row)
 
     def begin(self, row: Row) -> bool:
         """The row's first chunk is to be announced. Returns whether the row takes its prefix, which is then
         kept no longer."""
         self._see(_lasting(row))
+        if self._any or self._exact:
+            self._coming = {**dict.fromkeys((name for _, name in _lasting(row)), row), **self._coming}
         kept = self._kept.get(row.prefix)
         if row.request.by_user:
             row.question = next(reversed(_lasting(row)), row.question)
@@ -274,6 +298,7 @@ class PrefixCache:
 
     def left(self, row: Row) -> None:
         """The row is evicted next, and its memory is free: what it has computed is kept in its place."""
+        self._arrived(row)
         names = self._pending.pop(row.number, ())
         self._marked.pop(row.number, None)  # its marks are not given up for what is kept of it
         if self._any and row.begun:
@@ -407,16 +432,12 @@ class PrefixCache:
         self._unmark(row, names)
         while not self.has_room(marks=1):
             if not self._give_up_least(row):
-                self._mark_to_store(row, pair[0])
+                if self._stores and pair[0] % STORED_BLOCK == 0:  # for a moment, in which members copy it
+                    self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
+                    self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=[pair[0]])))
                 return
         self._marked[row.number] = row
         self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
-
-    def _mark_to_store(self, row: Row, length: int) -> None:
-        """Marks a row for a moment, in which members copy what they store at an edge of blocks."""
-        if self._stores and length % STORED_BLOCK == 0:
-            self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=length)))
-            self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=[length])))
 
     def _unmark(self, row: Row, left: Names) -> bool:
         """Gives up the marks of a row that are not to be left; whether there are any."""
@@ -456,7 +477,10 @@ class PrefixCache:
         if self._board.refused is not None:  # nothing that is planned changes the board any more
             return False
         rows = list(self._marked.values()) if marking is None else [marking, *self._marked.values()]
-        if self._give_up_spent() or self._give_up_marks():
+        if (number := self._victim()) and self._kept[number].spent:
+            self._drop(number)
+            return True
+        if self._give_up_marks():
             return True
         if any(self._give_up_marks_of(row, 0 if row is marking else 1) for row in rows):
             return True
@@ -466,13 +490,6 @@ class PrefixCache:
             self._drop(number)
             return True
         return marking is None and any(self._give_up_marks_of(row, 0) for row in rows)
-
-    def _give_up_spent(self) -> bool:
-        """Gives up a prefix that is spent; False without one."""
-        number = self._victim()
-        if spent := bool(number and self._kept[number].spent):
-            self._drop(number)
-        return spent
 
     def _give_up_marks_of(self, row: Row, least: int) -> bool:
         """Gives up half of a row's marks, so that `least` are left; False if it has no more."""

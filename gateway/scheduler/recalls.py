@@ -83,7 +83,9 @@ class Recalls:
             row.chain = chain
             return True
         begins = max([now, *(recall.until for recall in self._waiting.values())])
-        self._ask(row, chain, begins + max(LEAST_SECONDS, self._seconds(chain.tokens)))
+        most = self._ring.prefill_chunk
+        seconds = self._ring.costs.chunk(most) * chain.tokens / most  # of the slowest stage
+        self._ask(row, chain, begins + max(LEAST_SECONDS, seconds))
         return True
 
     def _ask(self, row: Row, chain: Chain, until: float) -> None:
@@ -138,11 +140,6 @@ class Recalls:
 
     def _worth(self, row: Row, tokens: int) -> bool:
         return tokens >= self._prefixes.secured(row) + STORED_BLOCK
-
-    def _seconds(self, tokens: int) -> float:
-        """Seconds that prefill of `tokens` tokens takes the slowest stage."""
-        most = self._ring.prefill_chunk
-        return self._ring.costs.chunk(most) * tokens / most
 
 
 def _usable(row: Row, chain: Chain) -> Chain:

@@ -266,7 +266,8 @@ class Row:
     reused: int = 0
     continues: bool = False  # the conversation that its prefix was kept of
     cuts: tuple[int, ...] = ()
-    common: int = 0  # the cut up to which an earlier prompt was the same
+    shared: tuple[int, ...] = ()  # the cuts up to which other prompts are the same
+    awaits: Row | None = None  # that computes more of its prompt than is kept
     stored: int = 0  # tokens of its prompt that the head has on disk
     chain: Chain = NO_CHAIN  # of the stored tokens that members are still to be asked for
     question: tuple[int, bytes] = (0, b"")  # length and name behind what the user has asked last

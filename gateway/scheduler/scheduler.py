@@ -410,7 +410,8 @@ class Scheduler:
         """A request waits again. The client of a sealed one has its tokens, and asks for the rest."""
         self._close_all(request.id)
         if request.sealed:
-            self._actions.append(Fail(request, _gave_way()))
+            gave_way = "the answer gives way to another key's request"
+            self._actions.append(Fail(request, EpochEnded(gave_way, hint="ask for the rest of it")))
             return
         request.progress.pause()
         self._actions.append(Pause(request))
@@ -494,10 +495,6 @@ def _finished(request: Request) -> inference.Finished:
         accepted_tokens=progress.accepted,
         choices=ends if request.choices > 1 else (),
     )
-
-
-def _gave_way() -> EpochEnded:
-    return EpochEnded("the answer gives way to another key's request", hint="ask for the rest of it")
 
 
 def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:

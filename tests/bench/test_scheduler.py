@@ -8,6 +8,7 @@ from bench import macs, scheduler
 from bench.frame import find, parse
 from bench.paced import virtual
 from bench.paced.disk import DiskTime
+from sealring.v1 import control_pb2 as control
 
 
 def test_as_many_run_and_wait_as_are_asked_for():
@@ -49,6 +50,19 @@ def test_what_memory_has_dropped_comes_from_the_disks(room: float, mark: int) ->
     found = sessions(rendered=True, disk=DiskTime(73_728, 73_728 * mark, 2.6e9, 2.6e9))
     assert found["least"] > 0.1, "memory alone is too small, whatever it keeps"
     assert found["again"] < 0.03
+
+
+@pytest.mark.parametrize("support", [control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT])
+def test_agents_that_begin_at_once_compute_their_programs_beginning_once(
+    support: control.PrefixSupport.ValueType,
+) -> None:
+    ring, program, task = virtual.VirtualMacs("2xm4max", "qwen3-4b-4bit", support=support, rows=6), 4096, 300
+    for number in range(6):
+        said = f"{number % 2:4}".encode() * program + f"{10 + number:4}".encode() * (task + 2)
+        ring.ask(f"agent {number}", program + task, 2, said)
+    ring.run()
+    computed = [program + task - ring.cached[f"agent {number}"] for number in range(6)]
+    assert computed == [program + task] * 2 + [task] * 4
 
 
 def test_all_loads_are_simulated_and_say_so():

@@ -62,6 +62,24 @@ def test_a_first_chunk_waits_for_those_of_lower_rows() -> None:
     assert [line.taken() for _ in range(2)] == [(1, 20, 30), (1, 30, 40)]
 
 
+def test_a_row_waits_for_its_beginning_and_nobody_behind_it_does() -> None:
+    line = Line(30, 20, 10)
+    line.rows[2].awaits = line.rows[1]
+    assert [line.taken()[0] for _ in range(3)] == [1, 3, 1]
+    assert line.left == [10]
+    assert line.taken(10, pausing=True) == (1, 20, 30)
+
+
+def test_a_key_of_which_all_rows_wait_lends_its_turns() -> None:
+    line = Line(40)
+    other = line.rows[2] = Row(2, request_of("r2", 0, "another"))
+    other.prompt_tokens, other.awaits = 30, line.rows[1]
+    line.add(other)
+    assert [line.taken()[0] for _ in range(3)] == [1, 1, 1]
+    other.awaits = None
+    assert [line.taken()[0] for _ in range(2)] == [2, 1]
+
+
 def test_in_a_pause_the_shortest_goes_first_unless_it_began_by_a_plan() -> None:
     line = Line(50, 30, 20)
     assert line.left == [20, 30, 50]

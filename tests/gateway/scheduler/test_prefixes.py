@@ -178,6 +178,39 @@ def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
     assert desk.row("b" * 200).prefix == 0
 
 
+@pytest.mark.parametrize("support", [ANY, EXACT])
+def test_a_beginning_that_a_row_computes_is_waited_for(support: control.PrefixSupport.ValueType) -> None:
+    """And kept where prompts part, not where either ends."""
+    desk = Desk(support)
+    first = desk.row("s" * 150 + "a" * 500)
+    desk.chunk(first, 64)
+    second, third = desk.row("s" * 150 + "b" * 100), desk.row("s" * 64 + "c" * 100)
+    assert (second.awaits, third.awaits) == (first, None), "the first has computed what the third shares"
+    assert first.cuts[0] == 128
+    desk.chunk(first, 128)
+    desk.changes()
+    desk.cache.prepare(second)
+    assert (second.awaits, second.reused) == (None, 128)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_beginning_that_will_not_be_kept_is_waited_for_no_longer(leaves: bool) -> None:
+    """Its row leaves, or others have the room."""
+    desk = Desk(tokens=1000)
+    first = desk.row("s" * 150 + "a" * 500)
+    desk.chunk(first, 64)
+    second = desk.row("s" * 150 + "b" * 100)
+    assert second.awaits is first
+    if leaves:
+        desk.left(first)
+    else:
+        desk.fill(1000)
+        desk.chunk(first, 128)
+    desk.changes()
+    desk.cache.prepare(second)
+    assert (second.awaits, second.reused) == (None, 64 if leaves else 0)
+
+
 def test_the_last_token_is_always_computed() -> None:
     desk = Desk()
     desk.prefill("a" * 128)
