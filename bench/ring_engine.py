@@ -73,6 +73,7 @@ class Front:
         *,
         sources: Collection[Source],
         tail_reads: bool,
+        sealed: bool,
         longest: int,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         return {}

@@ -16,7 +16,7 @@ __all__, __getattr__ = face(
         "MAX_SIGNATURE_BYTES Signer SoftwareSigner check_member_id encode_public_key "
         "load_public_key member_id private_pem verify verify_ecdsa"
     ),
-    keys="KeyType Label Uncopyable signing_input",
+    keys="KeyType Label TAG_BYTES Uncopyable signing_input",
     spake2="Agreed Exchange Party",
-    suites="DEFAULT_SUITES Group InitiatorShare Suite TAG_BYTES agree_x25519 parse_suites respond_to_share",
+    suites="DEFAULT_SUITES Group InitiatorShare Suite agree_x25519 parse_suites respond_to_share",
 )

@@ -1,4 +1,4 @@
-"""Keys apart from the algorithms: their kinds, the uses of a signature, and one owner for each secret.
+"""Keys apart from the algorithms: kinds, lengths, the uses of a signature, and one owner for each secret.
 
 A program that only names a trust level or a label imports this and loads no cryptography.
 """
@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from sealring.mesh.errors import RecordError
 
+KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
+"""Lengths of every suite (`mesh/crypto/suites.py`)."""
 _PAD = b"\x20" * 64
 
 

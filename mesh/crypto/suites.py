@@ -16,11 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
+from sealring.mesh.crypto.keys import KEY_BYTES
 from sealring.mesh.errors import HandshakeError, InvalidInput
-
-KEY_BYTES = 32
-NONCE_BYTES = 12
-TAG_BYTES = 16
 
 Aead: TypeAlias = ChaCha20Poly1305 | AESGCM
 

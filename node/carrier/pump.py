@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sealring.mesh.crypto.suites import TAG_BYTES
+from sealring.mesh.crypto.keys import TAG_BYTES
 from sealring.node.carrier.ring import RingGroup
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.records import Link

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from sealring.mesh.crypto.suites import TAG_BYTES
+from sealring.mesh.crypto.keys import TAG_BYTES
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits

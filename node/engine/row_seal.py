@@ -8,15 +8,16 @@ the step's number and digest, the row, and the part of the record that every mem
 from __future__ import annotations
 
 import struct
-
-from cryptography.exceptions import InvalidTag
+from typing import TYPE_CHECKING
 
 from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.crypto.keys import Uncopyable
-from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES, Aead, Suite
+from sealring.mesh.crypto.keys import NONCE_BYTES, TAG_BYTES, Uncopyable
 from sealring.mesh.errors import RecordError
 from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import params
+
+if TYPE_CHECKING:
+    from sealring.mesh.crypto.suites import Aead
 
 _DOMAIN = b"sealring/v1 row parameters"
 _PLACE = struct.Struct(">QQ")
@@ -34,6 +35,8 @@ class RowSeal(Uncopyable):
 
     def take(self, key: bytes) -> None:
         """Takes the key, a suite's code before it (`node.link.keys`), once; any thread."""
+        from sealring.mesh.crypto.suites import Suite  # other engines load no cryptography
+
         if self._aead is None:
             self._aead = Suite.from_code(key[0]).aead(key[1:])
 
@@ -42,6 +45,8 @@ class RowSeal(Uncopyable):
 
         Raises RecordError (RECORD_REFUSED, SESSION_USED_UP, NO_ROW_KEY), InvalidInput (BAD_PARAMETERS).
         """
+        from cryptography.exceptions import InvalidTag
+
         if self._aead is None:
             raise RecordError("parameters of a row came before their key", reason="NO_ROW_KEY")
         nonce, self._count = self._count.to_bytes(NONCE_BYTES, "big"), self._count + 1

@@ -27,8 +27,8 @@ from cryptography.exceptions import InvalidTag
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_fields
 from sealring.mesh.crypto.identity import Signer, member_id, verify
-from sealring.mesh.crypto.keys import Label, Uncopyable
-from sealring.mesh.crypto.suites import NONCE_BYTES, InitiatorShare, Suite, respond_to_share
+from sealring.mesh.crypto.keys import NONCE_BYTES, Label, Uncopyable
+from sealring.mesh.crypto.suites import InitiatorShare, Suite, respond_to_share
 from sealring.mesh.errors import HandshakeError, SealringError
 from sealring.node.link.keys import SessionKeys, expand, extract
 from sealring.node.link.params import LinkParams

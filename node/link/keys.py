@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_fields
-from sealring.mesh.crypto.keys import Uncopyable
-from sealring.mesh.crypto.suites import KEY_BYTES, NONCE_BYTES, Suite
+from sealring.mesh.crypto.keys import KEY_BYTES, NONCE_BYTES, Uncopyable
+from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import HandshakeError, RecordError
 
 HASH_BYTES = 32

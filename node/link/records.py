@@ -22,8 +22,7 @@ from cryptography.utils import Buffer
 
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.crypto.keys import Uncopyable
-from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES
+from sealring.mesh.crypto.keys import NONCE_BYTES, TAG_BYTES, Uncopyable
 from sealring.mesh.errors import RecordError
 from sealring.node.link.keys import HASH_BYTES, MAX_U64, LinkContext, SessionKeys
 from sealring.node.wire.channel import MAX_RECORD_BYTES, Kind, RecordHeader

@@ -47,7 +47,8 @@ CHILDRENS = NOBODYS | modules(
     "sealring.mesh.crypto.identity",
 )
 COMPUTES = CHILDRENS | modules("cryptography")
-"""Modules that no engine imports: its data is open, and only carriers have keys."""
+"""Modules that no engine imports to load: its data is open, and carriers have the keys. Head and tail of a
+ring that seals rows get one key with an epoch (decision 119)."""
 READERS = modules("tokenizers")
 """A head reads prompts, and a tail the vocabulary, for grammars."""
 WATCHERS = modules("psutil")
