@@ -16,11 +16,10 @@ follow that step, and no other is under way with it.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -45,26 +44,25 @@ BATCH_LENGTHS = (1, 2, 3, 7)
 """Drafts of each row in a ring of several rows: more pay on no table that we know."""
 
 _SUREST, _GOOD = 0.99, 0.9
+_HOPED = 0.5
+"""Probability that a guess ahead is right while none was compared."""
+
 _WORTH = 1.06
 """Least gain of drafts: what reporting their rates costs, and what the seconds of a step vary by."""
 
-_FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
-_DOUBT, _SEEN = 2, 7  # measurements that are assumed before there are any, and those that count in all
-_WAITS = 15  # steps that tell how long they wait while lanes have drafts
-_KEPT, _LIKENESS = (
-    0.99,
-    4.0,
-)  # weight of a guess after each later one; right ones that count as the head tells
+_DOUBT, _SEEN = 2, 7
+"""Rounds of a kind as which the table counts, and those that count in all."""
 
-_FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
-"""Runs that the guard judges together (least and most), the standard errors by which their mean must be below
-0 to rule drafts out, and the steps for which it then does."""
+_KEPT, _KEPT_LOOKED_UP, _LIKENESS = 0.99, 0.85, 1.0
+"""Weights of a guess after each later one, and right ones that count as the head tells. Text that repeats
+ends at once."""
 
-_LONGEST_REST = 1024
+_SPENT, _STINT, _TRIED = 0.0075, 8, 3
+"""Share of the time that trials may lose, steps of each lane for which a choice holds, and those of a trial
+whose loss is saved up before."""
 
-_PROBE = 32
-"""Most steps from one guess ahead to the next while the source's guesses do not pay: they show whether they
-would. There are twice as many after each."""
+_SELDOM = 32
+"""Steps of a lane from one that asks for rates to the next while no drafts pay."""
 
 
 Rates: TypeAlias = Mapping[Source, float]
@@ -88,38 +86,102 @@ class DraftPlan(NamedTuple):
 _NO_DRAFTS = DraftPlan()
 
 
-class Guard:
-    """Rules drafts out for a while when they bring tokens slower than steps without drafts.
-
-    Costs and rates choose the drafts. This catches what they cannot tell, as stages that take turns on one
-    processor. A few unlucky runs do not count. Each rest is twice as long as the one before, until drafts
-    have gained.
-    """
+class Shares:
+    """How much more or less often guesses were right at each place of a run than the head told of their
+    source, in all answers. While few are known it is as at the place before, and at the first one as told."""
 
     def __init__(self) -> None:
-        self._won: deque[float] = deque(maxlen=_JUDGED)
-        self._pause = _REST
-        self._left = 0
+        self._known: dict[Source, list[tuple[float, float]]] = {}  # by place: right ones, and those expected
 
-    @property
-    def rules_out(self) -> bool:
-        return self._left > 0
+    def add(self, source: Source, drafts: int, tokens: int, told: float) -> None:
+        """Records a row's run that brought `tokens` tokens."""
+        known = self._known.setdefault(source, [(0.0, 0.0)] * LENGTHS[-1])
+        kept = _KEPT_LOOKED_UP if source == LOOKUP else _KEPT
+        for place in range(min(drafts, tokens, len(known))):
+            right, expected = (kept * each for each in known[place])
+            known[place] = right + (place + 1 < tokens), expected + told
 
-    def drafted(self, won: float) -> None:
-        """Records a run. `won`: the tokens that it brought beyond those of steps without drafts."""
-        self._won.append(won)
-        if len(self._won) < _FEW:
+    def tokens(self, source: Source, drafts: int, told: float) -> tuple[float, float]:
+        """The tokens that a row's run of drafts brings in the mean, and the probability that these and the
+        next guess are all right."""
+        known, reached, tokens, times = self._known.get(source, ()), 1.0, 0.0, 1.0
+        for place in range(1 + drafts):
+            tokens += reached
+            right, expected = known[place] if place < len(known) else (0.0, 0.0)
+            times = (right + _LIKENESS * times) / (expected + _LIKENESS)
+            reached *= min(told * times, _SUREST)
+        return tokens, reached
+
+
+class Seconds:
+    """Seconds of rounds beyond those of the table: medians of the last ones of a kind. A kind is where the
+    round was, and how much was drafted in it. One that is not known is like the nearest that has drafts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Hashable, int], deque[float]] = {}
+
+    def see(self, where: Hashable, drafts: int, seconds: float) -> None:
+        """Records a round that took these `seconds` beyond those of the table."""
+        known = self._seen.get((where, drafts))
+        if known is None:
+            usual = self.beyond(where, drafts)
+            known = self._seen[where, drafts] = deque([usual] * _DOUBT, maxlen=_SEEN)
+        known.append(seconds)
+
+    def beyond(self, where: Hashable, drafts: int) -> float:
+        known = self._seen.get((where, drafts))
+        if known is None and drafts:
+            near = [amount for place, amount in self._seen if place == where and amount]
+            nearest = min(near, key=lambda amount: abs(amount - drafts), default=0)
+            known = self._seen.get((where, nearest)) if nearest else None
+        return median(known) if known else 0.0
+
+
+class Trials:
+    """Chooses the number of drafts that gains most, and now and then another, because only rounds tell how
+    long they take and what they bring. What that loses is saved up before: a share of all time."""
+
+    def __init__(self) -> None:
+        self.gains: Mapping[int, float] = {0: 1.0}
+        """By drafts: times as fast as without."""
+        self._saved = 0.0  # seconds that trials may lose
+        self._chosen = self._left = 0  # drafts, and the rounds for which they are kept to
+        self._trial = False
+        self._since: dict[int, int] = {}  # by drafts: rounds since the last with as many
+
+    def best(self, gains: Mapping[int, float]) -> int:
+        """The number of drafts of the next round. A choice holds for some rounds, so that they are timed."""
+        best = max(gains, key=gains.__getitem__)
+        if self._left and self._chosen in gains:
+            half = (gains[0] + gains[best]) / 2
+            if self._trial or gains[self._chosen] > half:
+                return self._chosen
+        return best if gains[best] > _WORTH else 0
+
+    def took(self, drafts: int, tokens: float, seconds: float, plain: float, lanes: int = 1) -> None:
+        """Records a round; `plain`: seconds of one without drafts."""
+        for each in self.gains:
+            self._since[each] = 1 + self._since.get(each, 0)
+        self._since[drafts] = 0
+        most = max(self.gains.values())
+        self._saved += _SPENT * seconds
+        if self._left:
+            self._left -= 1
+            if self._trial:
+                self._saved -= max(0.0, seconds - tokens * plain / most)
+                self._left *= self._saved > 0
             return
-        mean = fmean(self._won)
-        if mean < -_SURELY * pstdev(self._won, mean) / math.sqrt(len(self._won)):
-            self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_REST)
-            self._won.clear()
-        elif mean > 0 and len(self._won) == _JUDGED:
-            self._pause = _REST
-
-    def plain(self) -> None:
-        """Records a step without drafts."""
-        self._left = max(0, self._left - 1)
+        self._chosen, self._left = self.best(self.gains), _STINT * lanes
+        costs = {
+            each: (1 + _TRIED * (most / gain - 1)) * lanes * plain
+            for each, gain in self.gains.items()
+            if each != self._chosen and gain * plain > 0
+        }
+        tried = max(costs, key=lambda each: self._since[each] / costs[each], default=0)
+        self._trial = tried in costs and self._saved >= costs[tried]
+        if self._trial:
+            self._chosen = tried
+            self._saved -= lanes * plain
 
 
 class RowPolicy:
@@ -134,19 +196,16 @@ class RowPolicy:
     of the nearest number of drafts. The plan with most tokens a second is best.
     """
 
-    def __init__(self, ring: RingFacts) -> None:
+    def __init__(self, ring: RingFacts, shares: Shares | None = None) -> None:
         self._stages, self._sources, self._most_runs = ring.stages, ring.sources, ring.runs or ring.stages
         lengths = range(1 + LENGTHS[-1])  # of chains that began beside other lanes, too
         self._chunks = [ring.costs.chunk(1 + length) for length in lengths]
         self._at_head = [(ring.head or ring.costs).chunk(1 + length) for length in lengths]
         self._hops = ring.stages * ring.hop
-        # by drafts of a run and runs under way: seconds of a run beyond the table's, in the last chains
-        self._seen: dict[tuple[int, int], deque[float]] = {}
-        self._excesses: dict[tuple[int, int], float] = {}  # their medians, as far as they were asked for
-        self._since = 0  # steps without drafts since the last chain
+        self._seconds, self._trials, self._shares = Seconds(), Trials(), shares or Shares()
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
-        self._guard = Guard()
+        self._told: Rates = {}
         # of the last one: its first plan, runs, seconds expected, and seconds seen
         self._chain: tuple[DraftPlan, int, float, float] | None = None
 
@@ -165,9 +224,9 @@ class RowPolicy:
         """The plan that brings most tokens a second, with at most `most` drafts in a run; `DraftPlan()` for
         none. A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
         there."""
-        best, gain = DraftPlan(), _WORTH
-        if not self.ready or self._guard.rules_out:
-            return best
+        if not self.ready:
+            return _NO_DRAFTS
+        found = {0: (1.0, _NO_DRAFTS)}
         for source, facts in self._sources.items():
             right = rates.get(source, 0.0)
             if not right or own not in (None, source):
@@ -177,20 +236,18 @@ class RowPolicy:
                     break
                 for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
                     plan = DraftPlan(length, runs, source)
-                    if (times := self._gain(right, plan)) > gain:
-                        best, gain = plan, times
-        return best
+                    found[length] = max(found.get(length, (0.0, plan)), (self._gain(right, plan), plan))
+        gains = {length: gain for length, (gain, _) in found.items()}
+        self._told = rates
+        if own is None and guessed == MAX_UNSETTLED:
+            self._trials.gains = gains
+        return found[self._trials.best(gains)][1]
 
     def plain(self, seconds: float) -> None:
         """Records the seconds of a step without drafts that followed another."""
         self._plains.append(seconds)
-        most = _FURTHEST * median(self._plains)  # runs count with their own seconds, so this is a mean
-        self._plain = fmean(min(each, most) for each in self._plains)
-        self._guard.plain()
-        self._since += 1
-        if self._since % _LONGEST_REST == 0:
-            self._seen.clear()  # what was slow once is tried again
-            self._excesses.clear()
+        self._plain = median(self._plains)
+        self._trials.took(0, 1, seconds, self._plain)
 
     def took(self, plan: DraftPlan, tokens: int, seconds: float, *, first: bool = True) -> None:
         """Records a run that brought `tokens` tokens, with `plan.runs` under way, or a step without drafts
@@ -204,36 +261,23 @@ class RowPolicy:
             begun = begun._replace(runs=max(begun.runs, plan.runs))
             expected, spent = expected + (alone if first else self._next(plan)), spent + seconds
             if first:
-                self._see(begun, (spent - expected - self._vain(begun)) / (behind + 1))
+                beyond = (spent - expected - self._vain(begun)) / (behind + 1)
+                self._seconds.see((begun.source, begun.runs), begun.drafts, beyond)
             else:
                 self._chain = begun, behind + 1, expected, spent
         if first:
             self._chain = (plan, 1, alone, seconds) if plan.drafts else None
-        if plan.drafts:
-            usual = alone + self._excess(plan)
-            self._guard.drafted(tokens - min(seconds, _FURTHEST * usual) / self._plain)
-
-    def _see(self, plan: DraftPlan, excess: float) -> None:
-        usual = self._excess(plan)
-        self._seen.setdefault(_kind(plan), deque([usual] * _DOUBT, maxlen=_SEEN)).append(excess)
-        self._excesses.clear()
-        self._since = 0
-
-    def _excess(self, plan: DraftPlan) -> float:
-        """Seconds of a run beyond the table's: as of the longest kind that is no longer, or the shortest."""
-        kind = drafts, runs = _kind(plan)
-        if kind not in self._excesses:
-            known = [length for length, under_way in self._seen if under_way == runs]
-            nearest = max((length for length in known if length <= drafts), default=min(known, default=0))
-            self._excesses[kind] = median(self._seen.get((nearest, runs), (0.0,)))
-        return self._excesses[kind]
+        if plan.drafts and first:
+            self._shares.add(plan.source, plan.drafts, tokens, self._told.get(plan.source, 0.0))
+        self._trials.took(plan.drafts, tokens, seconds, self._plain)
 
     def _gain(self, right: float, plan: DraftPlan) -> float:
         """Times as fast as without drafts."""
-        right = min(right, _SUREST)
-        runs = 1 / (1 - right ** (1 + plan.drafts))
+        tokens, on = self._shares.tokens(plan.source, plan.drafts, right)
+        runs = 1 / (1 - on)
         takes = self._first(plan) + self._next(plan) * (runs - 1) + self._vain(plan)
-        return self._plain / (takes + runs * self._excess(plan)) / (1 - right)
+        takes += runs * self._seconds.beyond((plan.source, plan.runs), plan.drafts)
+        return self._plain * tokens * runs / takes
 
     def _first(self, plan: DraftPlan) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
@@ -255,34 +299,6 @@ class RowPolicy:
         return max(0.0, self._chunks[plan.drafts] - self._chunks[0]) * max(0, plan.runs - 1)
 
 
-def _kind(plan: DraftPlan) -> tuple[int, int]:
-    return plan.drafts, max(1, plan.runs)
-
-
-class Shares:
-    """How much more or less often guesses were right at each place of a run than the head told of their
-    source, in all answers. While few are known, they are right as often as the head tells."""
-
-    def __init__(self) -> None:
-        self._known: dict[Source, list[tuple[float, float]]] = {}  # by place: right ones, and those expected
-
-    def add(self, source: Source, drafts: int, tokens: int, told: float) -> None:
-        """Records a row's run that brought `tokens` tokens."""
-        known = self._known.setdefault(source, [(0.0, 0.0)] * BATCH_LENGTHS[-1])
-        for place in range(min(drafts, tokens, len(known))):
-            right, expected = (_KEPT * each for each in known[place])
-            known[place] = right + (place + 1 < tokens), expected + told
-
-    def tokens(self, source: Source, drafts: int, told: float) -> float:
-        """The tokens that a row's run of drafts brings in the mean."""
-        known, reached, tokens = self._known.get(source, ()), 1.0, 1.0
-        for place in range(drafts):
-            right, expected = known[place] if place < len(known) else (0.0, 0.0)
-            reached *= min(told * (right + _LIKENESS) / (expected + _LIKENESS), _SUREST)
-            tokens += reached
-        return tokens
-
-
 class LanesPolicy:
     """The draft plans of several rows: the number of drafts that pays in each lane. A lane has one run at a
     time, because the others keep the stages busy.
@@ -293,27 +309,22 @@ class LanesPolicy:
     the last of these rounds tell how long. Lanes decide in turn, by what the others did last.
     """
 
-    def __init__(self, ring: RingFacts) -> None:
+    def __init__(self, ring: RingFacts, shares: Shares | None = None) -> None:
         self._stages, self._hop, self._sources = ring.stages, ring.hop, ring.sources
         self._most_rows = ring.draft_runs
         self._costs, self._head = ring.costs, ring.head or ring.costs
-        self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
-        self._slower = 1.0
-        self._waits = deque[float](maxlen=_WAITS)
-        self._wait = self._unknown = 2 * ring.hop  # a message to the gateway and one from there
-        self._guard = Guard()
-        self._since = 0  # steps without drafts since the last with some
+        self._seconds, self._trials, self._shares = Seconds(), Trials(), shares or Shares()
         self._gains: dict[tuple[int, tuple[int, ...]], float] = {}
-        self.shares = Shares()
 
     def round(self, steps: Sequence[Step]) -> float:
-        """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
-        busiest, way = self._table(steps)
-        wait = self._wait if any(step.plan.drafts for step in steps) else 0.0
-        return max(self._slower * busiest, self._slower * way + wait)
+        """Seconds from a row's tokens to its next ones, with these steps of all lanes: with drafts no fewer
+        than without."""
+        kinds = [steps, [step.with_plan(_NO_DRAFTS) for step in steps]]
+        return max(self._table(each) + self._seconds.beyond(*_kind(each)) for each in kinds)
 
-    def _table(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Seconds for which the busiest stage computes, and in which the longest step goes through all."""
+    def _table(self, steps: Sequence[Step]) -> float:
+        """Seconds for which the busiest stage computes, or in which the longest step goes through all, with
+        drafts to the gateway and back too."""
         stage = [_seconds(self._costs, step) for step in steps]
         head = [_seconds(self._head, step) + self._guessing(step, ahead=False) for step in steps]
         ahead = [self._guessing(step, ahead=True) for step in steps]
@@ -321,7 +332,8 @@ class LanesPolicy:
             first + (self._stages - 1) * other + more + self._stages * self._hop
             for first, other, more in zip(head, stage, ahead, strict=True)
         )
-        return max(sum(stage) + sum(ahead), sum(head)), way
+        way += 2 * self._hop * any(step.plan.drafts for step in steps)
+        return max(sum(stage) + sum(ahead), sum(head), way)
 
     def _guessing(self, step: Step, *, ahead: bool) -> float:
         """Seconds in which a step's guesses are made: at the tail where they are made ahead, else at the
@@ -334,10 +346,11 @@ class LanesPolicy:
     ) -> DraftPlan:
         """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together. Of each
         row `guessed` tokens that were guessed ahead are there."""
-        if self._guard.rules_out:
-            return _NO_DRAFTS
-        plan, gain = self._best(Step(rows, _NO_DRAFTS, rates), most, others, guessed)
-        return plan if gain > _WORTH else _NO_DRAFTS
+        found = self._plans(Step(rows, _NO_DRAFTS, rates), most, others, guessed)
+        gains = {length: gain for length, (gain, _) in found.items()}
+        if guessed == MAX_UNSETTLED:
+            self._trials.gains = gains | {0: 1.0}
+        return found[self._trials.best(gains)][1]
 
     def pays(self, rows: int, others: Sequence[int]) -> bool:
         """Whether any drafts of a lane of `rows` rows would pay beside lanes of `others` if nearly all were
@@ -346,21 +359,28 @@ class LanesPolicy:
         if key not in self._gains:
             good = dict.fromkeys(self._sources, _GOOD)
             own, *rest = (Step(size, _NO_DRAFTS, good) for size in (rows, *others))
-            self._gains[key] = self._best(own, BATCH_LENGTHS[-1], rest, MAX_UNSETTLED)[1]
-        return self._gains[key] > _WORTH and not self._guard.rules_out
+            found = self._plans(own, BATCH_LENGTHS[-1], rest, MAX_UNSETTLED)
+            self._gains[key] = max(gain for gain, _ in found.values())
+        return self._gains[key] > _WORTH
 
-    def _best(self, own: Step, most: int, others: Sequence[Step], guessed: int) -> tuple[DraftPlan, float]:
-        """The best plan of a lane, and times as fast as without drafts.
+    def _plans(
+        self, own: Step, most: int, others: Sequence[Step], guessed: int
+    ) -> dict[int, tuple[float, DraftPlan]]:
+        """The plans of a lane by drafts, each with how many times as fast as without drafts it is.
 
-        Other lanes may follow, as one with drafts would wait for the rest. All lanes without drafts are what
-        that is compared with.
+        Other lanes follow, if all may have drafts: one that does not would wait for the rest.
         """
-        best, gain = _NO_DRAFTS, 1.0
         all_rows = own.rows + sum(one.rows for one in others)
         follow = all_rows <= self._most_rows
-        now = self._rate([own, *others])
-        plain = self._rate([one.with_plan(_NO_DRAFTS) for one in (own, *others)]) if follow else now
-        gain = max(gain, now / plain)
+
+        def rate(steps: Sequence[Step]) -> float:
+            return sum(one.rows * self._tokens(one) for one in steps) / self.round(steps)
+
+        def best(plan: DraftPlan) -> float:
+            return rate([own.with_plan(plan), *(one.with_plan(plan) if follow else one for one in others)])
+
+        plain = rate([one.with_plan(_NO_DRAFTS) if follow else one for one in (own, *others)])
+        found = {0: (best(_NO_DRAFTS) / plain, _NO_DRAFTS)}
         for source, facts in self._sources.items():
             if not own.rates.get(source) or not facts.serves(all_rows):
                 continue
@@ -368,44 +388,22 @@ class LanesPolicy:
             for length in BATCH_LENGTHS:
                 if length > longest:
                     break
-                step = own.with_plan(DraftPlan(length, 1, source))
-                times = self._rate([step, *others])
-                if follow:
-                    times = max(times, self._rate([step, *(one.with_plan(step.plan) for one in others)]))
-                if times / plain > gain:
-                    best, gain = step.plan, times / plain
-        return best, gain
-
-    def _rate(self, steps: Sequence[Step]) -> float:
-        """Tokens a second with these steps of all lanes."""
-        return sum(one.rows * self._tokens(one) for one in steps) / self.round(steps)
+                plan = DraftPlan(length, 1, source)
+                found[length] = max(found.get(length, (0.0, plan)), (best(plan) / plain, plan))
+        return found
 
     def _tokens(self, step: Step) -> float:
         plan = step.plan
-        return self.shares.tokens(plan.source, plan.drafts, step.rates.get(plan.source, 0.0))
+        return self._shares.tokens(plan.source, plan.drafts, step.rates.get(plan.source, 0.0))[0]
 
-    def took(self, steps: Sequence[Step], tokens: float, seconds: float, *, alike: bool = True) -> None:
-        """Records the first of these steps of all lanes, which brought `tokens` tokens of each row. Only the
-        guard counts a step that was not `alike` the lane's step before, with drafts or without."""
-        busiest, way = self._table(steps)
-        if any(step.plan.drafts for step in steps):
-            plain = self.round([step.with_plan(_NO_DRAFTS) for step in steps])
-            usual = max(plain, self.round(steps))
-            self._guard.drafted(tokens - min(seconds, _FURTHEST * usual) / plain)
-            if alike:
-                self._waits.append(seconds - self._slower * way)
-                self._wait, self._since = median(self._waits), 0
-        else:
-            self._guard.plain()
-            self._since += 1
-            if alike:
-                self._plains.append(seconds / max(busiest, way))
-                self._slower = median(self._plains)
-            if self._since % _LONGEST_REST:
-                return
-            self._waits.clear()  # what was slow once is tried again
-            self._wait = self._unknown
-        self._gains.clear()
+    def took(self, steps: Sequence[Step], tokens: float, seconds: float, *, steady: bool = True) -> None:
+        """Records the first of these steps of all lanes, which brought `tokens` tokens of each row. How long
+        it took counts once the lane's steps are `steady`: two before had as many drafts."""
+        if steady:
+            self._seconds.see(*_kind(steps), seconds - self._table(steps))
+            self._gains.clear()
+        plain = self.round([step.with_plan(_NO_DRAFTS) for step in steps])
+        self._trials.took(steps[0].plan.drafts, tokens, seconds, plain, len(steps))
 
 
 class Step(NamedTuple):
@@ -418,6 +416,11 @@ class Step(NamedTuple):
     def with_plan(self, plan: DraftPlan) -> Step:
         """A step of the same lane with another plan, if it can have that."""
         return self if self.rows * (1 + plan.drafts) > MAX_DRAFTED else self._replace(plan=plan)
+
+
+def _kind(steps: Sequence[Step]) -> tuple[tuple[int, ...], int]:
+    """The rows of lanes, and the tokens that these steps draft in all."""
+    return tuple(sorted(step.rows for step in steps)), sum(step.rows * step.plan.drafts for step in steps)
 
 
 def _seconds(costs: StepCosts, step: Step) -> float:
@@ -468,8 +471,9 @@ class _Past:
     at: float | None = None
     waits: bool = False
     plan: DraftPlan = _NO_DRAFTS
+    alike: int = 0  # steps before the last with as many drafts
     guessed: int = 0  # tokens that were guessed ahead and came with those of the last step
-    unguessed: int = 1  # steps since the last guess ahead
+    unasked: int = _SELDOM  # steps since the last that asked for rates
 
     @property
     def step(self) -> Step:
@@ -489,10 +493,10 @@ class Drafting:
         """The source that guesses ahead, if any."""
         self.taps = self._possible and any(facts.taps for facts in ring.sources.values())
         """Whether steps of rows that draft bring hidden states."""
-        self._block = max(facts.block for facts in ring.sources.values())
-        self._for_row = RowPolicy(ring)
-        self._for_lanes = LanesPolicy(ring)
-        self._pause = 1  # steps of a lane from one guess ahead to the next, while none pays
+        self._shares = Shares()
+        self._for_row = RowPolicy(ring, self._shares)
+        self._for_lanes = LanesPolicy(ring, self._shares)
+        self._last = _HOPED  # probability that a guess ahead is right, as last told
         self._pasts: dict[int, _Past] = {}
         self._chains: dict[int, _Chain] = {}
         self._runs: deque[_Run] = deque()
@@ -535,22 +539,20 @@ class Drafting:
             and rows == sum(len(other.rows) for other in lanes)
             and (len(there) == 1 or self._together)
             and all(row.drafts for row in there)
-            and (
-                rows == 1
-                or (
-                    self._for_lanes.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
-                    and not self._rests(lane, lanes, rows)
-                )
-            )
+            and (rows == 1 or not self._rests(lane, lanes, rows))
         )
 
     def _rests(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
-        """Whether the next step of a lane among others asks for nothing, since guesses ahead have not paid
-        for some time. With each step that asks, the source computes the rows' tokens at the busy tail."""
+        """Whether the next step of a lane among others asks for nothing, since drafts do not pay. With each
+        that asks, a source that guesses ahead computes the rows' tokens at the busy tail."""
         past = self._past(lane)
-        if not self.ahead or self._pause < _PROBE or past.unguessed >= self._pause or past.plan.drafts:
+        if past.unasked >= _SELDOM or past.plan.drafts:
             return False
-        return not self._best(lane, lanes, rows, BATCH_LENGTHS[-1]).drafts
+        most = min(row.drafts for row in lane.rows.values())
+        if self._best(lane, lanes, rows, most).drafts:
+            return False
+        others = [len(one.rows) for one in lanes if one is not lane]
+        return bool(self.ahead) or not self._for_lanes.pays(len(lane.rows), others)
 
     def _best(
         self, lane: Lane, lanes: Sequence[Lane], rows: int, most: int, guessed: int = MAX_UNSETTLED
@@ -566,26 +568,15 @@ class Drafting:
         """The number of tokens that are to be guessed ahead, behind the tokens of each row of the lane's next
         step, which has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which
         token to guess if the head's looked-up drafts may be wrong."""
-        there = list(lane.rows.values())
-        if rows > 1 and self._rests(lane, lanes, rows):
-            self._past(lane).unguessed += 1
-            return 0
-        able = self._ahead_of(rows) and self.asks(lane, lanes, rows)
+        there, past = list(lane.rows.values()), self._past(lane)
+        asks = self.asks(lane, lanes, rows)
+        past.unasked = 0 if asks else past.unasked + 1
+        able = asks and self._ahead_of(rows)
         if not able or (plan.drafts and plan.source != self.ahead) or any(row.closed for row in there):
             return 0
         most = min(min(row.drafts, self._board.left(row) - plan.drafts - 3) for row in there)
-        if most <= 0:
-            return 0
-        past = self._past(lane)
         best = self._best(lane, lanes, rows, most)
-        if best.drafts and best.source == self.ahead:
-            self._pause = 1
-            return best.drafts
-        if best.drafts or past.unguessed < self._pause:
-            past.unguessed += 1
-            return 0
-        self._pause, past.unguessed = min(2 * self._pause, _PROBE), 1
-        return max(1, min(most, self._block))
+        return best.drafts if best.source == self.ahead else 0
 
     def _ahead_of(self, rows: int) -> bool:
         """Whether guesses can be made ahead, with as many rows on the ring."""
@@ -619,9 +610,9 @@ class Drafting:
                 self._for_row.plain(now - past.at)
             else:
                 self._for_row.took(DraftPlan(), 1, now - past.at)
-        past.rates = rates or (past.rates if self.ahead else rates)  # a lane that rests asks for none
+        past.rates = self._told(rates or (past.rates if self.ahead else rates))  # none if it rests
         past.at, past.waits, past.plan = now, False, DraftPlan()
-        past.guessed = guesses
+        past.guessed = guesses if self.ahead else MAX_UNSETTLED
 
     def done(
         self,
@@ -655,8 +646,8 @@ class Drafting:
             tokens = brought.get(row.number, 0)
             self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
-            if run.first:
-                self._for_lanes.shares.add(chain.source, run.drafts, tokens, told)
+            if run.first and (len(chain.rows) > 1 or len(lanes) > 1):
+                self._shares.add(chain.source, run.drafts, tokens, told)
         plan = DraftPlan(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
             mean = fmean(brought.get(row.number, 0) for row in chain.open)
@@ -665,8 +656,15 @@ class Drafting:
             seconds = 0.0 if past.at is None else now - past.at
             self._for_row.took(plan, least, seconds, first=run.first)
         past.at, past.waits, past.plan = now, True, plan
-        past.guessed = run.guesses
-        past.rates = rates if least else past.rates
+        past.guessed = run.guesses if self.ahead else MAX_UNSETTLED
+        past.rates = self._told(rates) if least else past.rates
+
+    def _told(self, rates: Rates) -> Rates:
+        """What the head told. It tells nothing of guesses ahead while none was compared of late."""
+        if self.ahead:
+            self._last = rates.get(self.ahead) or self._last
+            return {**rates, self.ahead: self._last}
+        return rates
 
     def _round(
         self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, now: float, tokens: float = 1.0
@@ -677,8 +675,8 @@ class Drafting:
             return
         others = [self._past(other).step for other in lanes if other is not lane]
         steps = [Step(len(past.rows), plan, past.rates), *others]
-        alike = bool(plan.drafts) == bool(past.plan.drafts)
-        self._for_lanes.took(steps, tokens, now - past.at, alike=alike)
+        past.alike = past.alike + 1 if plan.drafts == past.plan.drafts else 0
+        self._for_lanes.took(steps, tokens, now - past.at, steady=past.alike > 1)
 
     def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
         """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states
@@ -694,7 +692,7 @@ class Drafting:
         """What is known of a lane as it is now."""
         rows, found = tuple(lane.rows), self._pasts.get(lane.number)
         if found is None or found.rows != rows:
-            found = self._pasts[lane.number] = _Past(rows)
+            found = self._pasts[lane.number] = _Past(rows, guessed=0 if self.ahead else MAX_UNSETTLED)
             if len(rows) == 1:
                 self._for_row.begin()
         return found

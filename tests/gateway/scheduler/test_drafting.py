@@ -155,26 +155,24 @@ def test_a_chain_that_began_beside_others_counts_where_its_row_is_the_last_one(d
 def test_an_answer_that_stops_repeating_goes_on_without() -> None:
     policy = RowPolicy(ring(STAGES))
     spent(policy, 200, right=9)
-    assert spent(policy, 400, right=0) > 0.96
+    assert spent(policy, 400, right=0) > 0.93, "the head tells 0.9 all the time"
     assert spent(policy, 400, right=9) > 1.5
 
 
 def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
-    """After enough answers without a run the measured chains are doubted, however bad they were."""
-    policy = RowPolicy(ring(STAGES))
+    """However bad the measured chains were: once that has been saved up what a trial may lose."""
+    policy, rates = RowPolicy(ring(STAGES)), {LOOKUP: 0.9}
     for _ in range(9):
         spent(policy, 30, right=0, dear=9.0)
         for runs in range(2, 1 + STAGES):
             policy.took(DraftPlan(7, runs), 8, 99 * PLAIN)
             policy.took(DraftPlan(), 1, PLAIN)
     tried = []
-    for _ in range(9):
-        policy.begin()
-        for _ in range(300):
-            policy.plain(PLAIN)
-        tried.append(policy.best(15, {LOOKUP: 0.9}) != DraftPlan())
-    assert not tried[0]
-    assert tried[-1]
+    for _ in range(5000):
+        tried.append(policy.best(15, rates) != DraftPlan())
+        policy.plain(PLAIN)
+    assert not any(tried[:100])
+    assert any(tried)
 
 
 @pytest.mark.parametrize("most", [-5, 0, 1, 2, 3, 6, 7, 14])
@@ -462,23 +460,23 @@ def test_a_round_with_drafts_waits_as_long_as_the_last_ones_did() -> None:
 
 
 def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
-    """And tried again after many steps without, which are more each time."""
+    """And tried again for a share of the time."""
     together = LanesPolicy(ring(2, StepCosts(STAIRS, STAIRS)))
     plain, rates = Step(2, DraftPlan()), {LOOKUP: 0.9}
     plan = together.best(2, 15, rates, [plain])
     assert plan.drafts
-    steps = [Step(2, plan, rates), plain]
+    steps = [Step(2, plan, rates), plain.with_plan(plan)]
     for _ in range(9):
         together.took(steps, 1.9, 9 * together.round([plain, plain]))
     assert together.best(2, 15, rates, [plain]) == DraftPlan()
     assert not together.pays(2, [2]), "so no rates are asked for"
-    for _ in range(1024):
-        assert together.best(2, 15, rates, [plain]) == DraftPlan()
+    tried = 0
+    while not together.best(2, 15, rates, [plain]).drafts:
         together.took([plain, plain], 1.0, together.round([plain, plain]))
-    assert together.best(2, 15, rates, [plain]) == plan
+        tried += 1
+    assert 500 < tried < 20_000
     assert together.best(2, 0, rates, [plain]) == DraftPlan()
     assert together.best(16, 15, rates, []) == DraftPlan(), "a step has 16 tokens at most"
-    assert together.pays(2, [2])
     dear = StepCosts(DEAR.tokens, DEAR.tokens)
     assert not LanesPolicy(ring(2, dear)).pays(2, [2]), "a token more costs as much as a step"
     sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(1e-6, 4, 1e-6)}
@@ -487,7 +485,7 @@ def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
 
 
 def test_a_few_slow_rounds_rule_no_drafts_out() -> None:
-    """Six have to be slower by three standard errors."""
+    """The median of seven counts."""
     together = LanesPolicy(ring(2, StepCosts(STAIRS, STAIRS)))
     plain, rates = Step(2, DraftPlan()), {LOOKUP: 0.9}
     step = Step(2, together.best(2, 15, rates, [plain]), rates)
@@ -500,13 +498,13 @@ def test_a_few_slow_rounds_rule_no_drafts_out() -> None:
 def test_guesses_count_by_their_place_in_a_run() -> None:
     """The head tells one rate of a source, though later guesses may be right less often."""
     shares = Shares()
-    assert shares.tokens(LOOKUP, 3, 0.5) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert shares.tokens(LOOKUP, 3, 0.5)[0] == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     for _ in range(200):
         shares.add(LOOKUP, 3, 2, 0.5)  # the first is right, the second wrong
-    assert shares.tokens(LOOKUP, 1, 0.5) > 1.9
-    assert shares.tokens(LOOKUP, 7, 0.5) < 2.1
-    assert shares.tokens(LOOKUP, 3, 0.25) < 1.6, "a row's own rate counts"
-    assert shares.tokens(control.DRAFT_SOURCE_MODEL, 1, 0.5) == 1.5
+    assert shares.tokens(LOOKUP, 1, 0.5)[0] > 1.85
+    assert shares.tokens(LOOKUP, 7, 0.5)[0] < 2.2
+    assert shares.tokens(LOOKUP, 3, 0.25)[0] < 1.6, "a row's own rate counts"
+    assert shares.tokens(control.DRAFT_SOURCE_MODEL, 1, 0.5)[0] == 1.5
 
 
 def test_a_draft_model_guesses_for_no_ring_of_more_rows_than_it_follows() -> None:
@@ -537,7 +535,7 @@ def test_an_mtp_head_gains_on_a_simulated_ring_and_costs_next_to_nothing_where_i
 HEADS_TOGETHER = {
     (2, 2, "stairs"): 1.5,
     (2, 4, "stairs"): 1.2,
-    (3, 4, "stairs"): 1.45,
+    (3, 4, "stairs"): 1.25,
     (2, 4, "flat"): 1.8,
     (2, 8, "flat"): 1.8,
     (3, 6, "flat"): 1.8,
@@ -558,7 +556,7 @@ def test_an_mtp_head_gains_for_rows_at_once_and_costs_next_to_nothing_where_it_i
         "flat": Machine(stages, 1.05, stages=stages, draft=0.1, mtp=True),
         "GPUs": replace(GPUS, draft=0.15, mtp=True),
     }[name]
-    for right, least in ((0.8, HEADS_TOGETHER[stages, rows, name]), (0.5, 0.975), (0.0, 0.98)):
+    for right, least in ((0.8, HEADS_TOGETHER[stages, rows, name]), (0.5, 0.96), (0.0, 0.98)):
         plain = SharedRing(machine, rows, 300, right, drafts=0).rate
         assert SharedRing(machine, rows, 300, right).rate / plain > least
 
