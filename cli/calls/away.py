@@ -49,11 +49,10 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
     yield f"if the first machine does not come back, type {where}: sealring coordinator promote"
 
 
-def coordinates(root: Path) -> bool:
-    """Whether the machine with this folder of all state is its cluster's first one."""
+def coordinates(coordinator: Path) -> bool:
+    """Whether the machine with this state folder of a coordinator is its cluster's first one."""
     from sealring.coordinator.backup import STANDBY_MARK
 
-    coordinator = root / "coordinator"
     return is_enrolled(coordinator / "operator") and not (coordinator / STANDBY_MARK).exists()
 
 

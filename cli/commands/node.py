@@ -156,7 +156,7 @@ def leave_cluster(folder: Path, group: str) -> None:
         except OSError as error:
             raise unwritable(folder, error) from None
     say(f"the enrolment in {folder} is gone; a new token enrols it again, in this cluster or another")
-    if coordinates(folder.parent):
+    if coordinates(folder.parent / "coordinator"):
         say("this is the cluster's first machine: `sealring up` goes on with it, and its node joins again.")
         say(f"To end the cluster for good, remove {folder.parent}")
         return

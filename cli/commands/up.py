@@ -92,10 +92,10 @@ def up(
     type on the other machines. Started again, it is the same cluster. A machine that has joined another one's
     cluster, a standby too, or from which the standby has taken over, goes on as a member.
     """
+    from sealring.cli.calls.away import coordinates
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
     from sealring.cli.local.machines import FirstMachine, give_way
     from sealring.cli.setup.choices import Wishes, choose_first, folders_of
-    from sealring.coordinator.backup import STANDBY_MARK
     from sealring.mesh.errors import SealringError
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
@@ -143,9 +143,7 @@ def up(
 
     with lock_state(root):
         at = folders_of(root, file)
-        coordinator = at["coordinator"]
-        follows = (coordinator / STANDBY_MARK).exists() or not is_enrolled(coordinator / "operator")
-        if follows and is_enrolled(at["node"]):
+        if is_enrolled(at["node"]) and not coordinates(at["coordinator"]):
             say("this machine has joined a cluster: it goes on as a member (to leave: sealring node leave)")
         elif not lead():
             return

@@ -236,9 +236,7 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
 
 
 def _travels(model: nn.Module) -> bool:
-    from sealring.node.engine.blocks import (
-        layout_of_rows,
-    )  # loads numpy: not in all processes
+    from sealring.node.engine.blocks import layout_of_rows  # loads numpy: not in all processes
 
     def tried(tokens: int) -> list[Any]:
         cache = full_cache(model)

@@ -27,13 +27,7 @@ from sealring.client.types import (
     Usage,
 )
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock, wall_clock
-from sealring.mesh.errors import (
-    DeadlineExceeded,
-    EnvelopeError,
-    PermissionDenied,
-    SealringError,
-    Unavailable,
-)
+from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, PermissionDenied, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.prompt.sealed import (

@@ -235,6 +235,10 @@ def test_a_ring_that_loses_a_member_keeps_its_promises_with_one_cut_or_two(
     assert {stage.member for stage in now.rings[0].stages} == {member.id for member in left}
     assert (now.spec.context, now.spec.max_rows) == (before.spec.context, before.spec.max_rows)
     assert _held(now, given) >= min(before.spec.max_rows, _held(one, given))
+    doubled = any(end for _, _, end in prompts(now))
+    rates = {member.rate.prefill for member in left if member.rate}
+    layers = {stage.end_layer - stage.first_layer for stage in one.rings[0].stages}
+    assert not (doubled and len(rates) == len(layers) == 1)
 
 
 def _held(made: admin_pb2.DeploymentPlan, given: model_pb2.ModelProfile) -> int:
